@@ -12307,41 +12307,56 @@ inline GemmOperands gemm_operands(kernels::Trans ta, kernels::Trans tb, std::int
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// What a tile fetches while it multiplies: `count` times what is here and, of long vectors, `next`
-// behind it.
-struct Ahead {
+// What a tile fetches in a step: of a packed panel the next piece, whose halves are `next` apart.
+struct PieceAhead {
   const float* at;
-  std::int64_t next, row, count;
-};
+  std::int64_t next, row;
 
-// The next rows of B, line after line as they lie in memory.
-struct LinesAhead {
-  const float* row;
-  std::int64_t b_row, lines, left;  // lines: of a row
-  std::int64_t line = 0;
-
-  Ahead take(std::int64_t most) {
-    const Ahead some{row + 16 * line, 0, 16, std::min({most, lines - line, left})};
-    left -= some.count;
-    line += some.count;
-    if (line == lines) {
-      line = 0;
-      row += b_row;
+  template <class L>
+  TINYSCALE_INLINE void fetch() {
+    prefetch<3>(at);
+    if constexpr (L::width == 16) {
+      prefetch<3>(at + next);
     }
-    return some;
+    at += row;
   }
 };
 
-// C[ROWS, two vectors] += A[ROWS, deep] B[deep, two vectors], the second `next` behind the first.
-// KEEP: copies what it reads of B to `keep`, row after row.
-template <class L, int ROWS, int DEPTH, bool KEEP>
+// The next rows of B, TOGETHER of them side by side, line after line: memory brings a few streams
+// in its own order faster than one, or than a tile's own columns.
+template <int TOGETHER>
+struct LinesAhead {
+  const float* row;
+  std::int64_t b_row, lines, left;  // lines: of a row; left: steps
+  std::int64_t line = 0;
+
+  std::int64_t take(std::int64_t most) {
+    const std::int64_t steps = std::min(most, left);
+    left -= steps;
+    return steps;
+  }
+  template <class L>
+  TINYSCALE_INLINE void fetch() {
+    TINYSCALE_UNROLL
+    for (int i = 0; i < TOGETHER; ++i) {
+      prefetch<3>(row + i * b_row + 16 * line);
+    }
+    if (++line == lines) {
+      line = 0;
+      row += TOGETHER * b_row;
+    }
+  }
+};
+
+// C[ROWS, two vectors] += A[ROWS, deep] B[deep, two vectors], the second `next` behind the first;
+// fetches in the last `steps` of the `deep`. KEEP: copies what it reads of B to `keep`, row after
+// row.
+template <class L, int ROWS, int DEPTH, bool KEEP, class Ahead>
 TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t deep, const float* b,
                                     std::int64_t b_row, std::int64_t next, float* c,
-                                    std::int64_t ldc, const Ahead& ahead,
+                                    std::int64_t ldc, Ahead& ahead, std::int64_t steps,
                                     [[maybe_unused]] float* keep) {
   typename L::V sum[static_cast<std::size_t>(ROWS)][2], right[2], v;
-  const std::int64_t quiet = deep - ahead.count;
-  const float* fetch = ahead.at;
   TINYSCALE_UNROLL
   for (int x = 0; x < ROWS; ++x) {
     load<L>(c + x * ldc, sum[x][0]);
@@ -12350,12 +12365,8 @@ TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t deep, const flo
   for (std::int64_t q = deep; q > 0; --q) {
     load<L>(b, right[0]);
     load<L>(b + next, right[1]);
-    if (q > quiet) {
-      prefetch(fetch);
-      if constexpr (L::width == 16) {
-        prefetch(fetch + ahead.next);
-      }
-      fetch += ahead.row;
+    if (q <= steps) {
+      ahead.template fetch<L>();
     }
     if constexpr (KEEP) {
       store<L>(keep, right[0]);
@@ -12388,7 +12399,10 @@ struct GemmFew {
   std::int64_t rows, depth;  // 1, or a multiple of 4, of short vectors an even number from 4 on
   std::int64_t begin, end;   // columns, at least L::width
   std::int64_t origin;       // of the first vector, begin or before it
-  float* copy;               // [rows][row], or [tile][rows][two vectors] of short ones
+  float* copy;               // [tile][rows][two vectors]
+
+  static constexpr int together = 2;
+  typedef LinesAhead<together> Lines;
 
   static constexpr std::int64_t row(std::int64_t columns) { return (columns + 63) / 32 * 32 + 16; }
 
@@ -12397,21 +12411,20 @@ struct GemmFew {
   }
 
   template <class L>
-  TINYSCALE_INLINE std::int64_t place(std::int64_t i, std::int64_t j, std::int64_t ld) const {
+  TINYSCALE_INLINE std::int64_t place(std::int64_t i, std::int64_t j) const {
     constexpr std::int64_t wide = 2 * L::width;
-    const bool in_tiles = L::width < 16 && rows > 1;
-    return in_tiles ? j / wide * wide * rows + i * wide + j % wide : i * ld + j;
+    return j / wide * wide * rows + i * wide + j % wide;
   }
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    const std::int64_t columns = end - origin, ld = row(columns);
+    const std::int64_t columns = end - origin;
     typename L::V v;
-    std::memset(copy, 0, static_cast<std::size_t>(rows * ld) * sizeof(float));
+    std::memset(copy, 0, static_cast<std::size_t>(rows * row(columns)) * sizeof(float));
     for (std::int64_t i = 0; i < g.m && g.beta != 0.0f; ++i) {
       for (std::int64_t j = 0; j < columns; j += L::width) {
         load<L>(g.c + i * g.ldc + column(j, L::width), v);
-        store<L>(copy + place<L>(i, j, ld), v);
+        store<L>(copy + place<L>(i, j), v);
       }
     }
     std::int64_t p = 0;
@@ -12422,13 +12435,13 @@ struct GemmFew {
       add_rows<L, 1>(p, columns);
     }
     if (rows > 1 && depth == 32) {
-      blocks<L, 32>(columns, ld);
+      blocks<L, 32>(columns);
     } else if (rows > 1) {
-      blocks<L, 16>(columns, ld);
+      blocks<L, 16>(columns);
     }
     for (std::int64_t i = 0; i < g.m; ++i) {
       for (std::int64_t j = 0; j < columns; j += L::width) {
-        load<L>(copy + place<L>(i, j, ld), v);
+        load<L>(copy + place<L>(i, j), v);
         store<L>(g.c + i * g.ldc + column(j, L::width), v);
       }
     }
@@ -12463,27 +12476,27 @@ struct GemmFew {
   }
 
   template <class L, int DEPTH>
-  TINYSCALE_INLINE void blocks(std::int64_t columns, std::int64_t ld) const {
+  TINYSCALE_INLINE void blocks(std::int64_t columns) const {
     alignas(64) float kept[static_cast<std::size_t>(2 * L::width * DEPTH)];
     const std::int64_t lines = (end - begin + 15) / 16;
     for (std::int64_t p = 0; p < g.k; p += DEPTH) {
-      LinesAhead ahead{g.b + (p + DEPTH) * g.b_row + begin, g.b_row, lines,
-                       p + 2 * DEPTH <= g.k ? DEPTH * lines : 0};
+      Lines ahead{g.b + (p + DEPTH) * g.b_row + begin, g.b_row, lines,
+                  p + 2 * DEPTH <= g.k ? DEPTH / together * lines : 0};
       for (std::int64_t j = 0; j < columns; j += 2 * L::width) {
         std::int64_t i = 0;
         if constexpr (L::width == 16) {
           for (; i + 8 <= rows; i += 8) {
-            tile<L, 8, DEPTH>(i, p, j, ld, ahead, kept);
+            tile<L, 8, DEPTH>(i, p, j, ahead, kept);
           }
           for (; i < rows; i += 4) {
-            tile<L, 4, DEPTH>(i, p, j, ld, ahead, kept);
+            tile<L, 4, DEPTH>(i, p, j, ahead, kept);
           }
         } else {
           for (; (rows - i) % 6 != 0; i += 4) {
-            tile<L, 4, DEPTH>(i, p, j, ld, ahead, kept);
+            tile<L, 4, DEPTH>(i, p, j, ahead, kept);
           }
           for (; i < rows; i += 6) {
-            tile<L, 6, DEPTH>(i, p, j, ld, ahead, kept);
+            tile<L, 6, DEPTH>(i, p, j, ahead, kept);
           }
         }
       }
@@ -12491,35 +12504,27 @@ struct GemmFew {
   }
 
   // The first tile keeps what it reads of B where the others find it, and each fetches its share of
-  // the next rows: of short vectors as they lie in memory, else below its own. Of long vectors and
-  // up to 16 rows the first fetches all, and the others find the rows in cache.
+  // the next rows.
   template <class L, int ROWS, int DEPTH>
-  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j, std::int64_t ld,
-                             LinesAhead& lines, float* kept) const {
-    constexpr bool is_short = L::width < 16, keeps = is_short || DEPTH == 32;
+  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j, Lines& ahead,
+                             float* kept) const {
     constexpr std::int64_t wide = 2 * L::width;
     const std::int64_t first = column(j, L::width), b_row = g.b_row;
     const std::int64_t next = column(j + L::width, L::width) - first;
     const float* const b = g.b + p * b_row + first;
     const float* const left = a + p * rows + i * DEPTH;
     const std::int64_t deep = std::min<std::int64_t>(DEPTH, g.k - p);
-    float* const c = copy + (is_short ? j * rows + i * wide : i * ld + j);
-    const std::int64_t c_row = is_short ? wide : ld;
-    Ahead ahead{b + DEPTH * b_row, next, b_row, p + 2 * DEPTH <= g.k ? DEPTH : 0};
-    if constexpr (is_short) {
-      const std::int64_t share = (DEPTH * wide / 16 * ROWS + rows - 1) / rows + 1;
-      ahead = lines.take(std::min(share, deep));
-    } else if constexpr (keeps) {
-      ahead.at += i * ahead.count / rows * b_row;
-      ahead.count = (ahead.count * ROWS + rows - 1) / rows;
-    } else {
-      ahead.count = i == 0 ? ahead.count : 0;
-    }
-    if (keeps && i > 0) {
-      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, kept, wide, L::width, c, c_row, ahead,
+    float* const c = copy + j * rows + i * wide;
+    const std::int64_t share = (DEPTH * wide / 16 * ROWS / together + rows - 1) / rows;
+    const std::int64_t steps = ahead.take(std::min(share, deep));
+    if (i > 0) {
+      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, kept, wide, L::width, c, wide, ahead, steps,
                                            nullptr);
+    } else if (rows > ROWS) {
+      gemm_few_tile<L, ROWS, DEPTH, true>(left, deep, b, b_row, next, c, wide, ahead, steps, kept);
     } else {
-      gemm_few_tile<L, ROWS, DEPTH, keeps>(left, deep, b, b_row, next, c, c_row, ahead, kept);
+      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, b, b_row, next, c, wide, ahead, steps,
+                                           nullptr);
     }
   }
 };
@@ -13004,14 +13009,14 @@ struct GemmStream {
     constexpr std::int64_t wide = L::width * L::vectors;
     const std::int64_t deep = std::min<std::int64_t>(depth, g.k - p),
                        share = 2 * L::width * ROWS / rows;
-    const Ahead mine{ahead + i / ROWS * share * deep, share / 2, share, fetches ? deep : 0};
+    PieceAhead mine{ahead + i / ROWS * share * deep, share / 2, share};
     gemm_few_tile<L, ROWS, depth, false>(a + p * rows + i * depth, deep, b, row, next,
-                                         copy + i * wide, wide, mine, nullptr);
+                                         copy + i * wide, wide, mine, fetches ? deep : 0, nullptr);
   }
 };
 
-constexpr std::int64_t gemm_in_cache = 1 << 20;    // floats of B, see gemm_not_in_streams
-constexpr std::int64_t gemm_in_l3 = 1 << 23;       // on AMD a larger B comes from memory
+constexpr std::int64_t gemm_in_cache = 1 << 20;    // floats of B, see gemm_in_streams
+constexpr std::int64_t gemm_in_l3 = 1 << 23;       // a larger B comes from memory
 constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
 
 // Floats from the start of a page of memory to x.
@@ -13046,19 +13051,16 @@ inline void gemm_few_packed(const GemmOperands& g, const float* packed, const fl
   parallel_for((g.n + chunk - 1) / chunk, 1, body);
 }
 
-// Floats of B up to which streams gain nothing for m rows of A: measured.
-inline std::int64_t gemm_not_in_streams(std::int64_t m, std::int64_t width) {
-  const std::int64_t few = width < 16 && m > 4 ? gemm_in_cache / 4 : gemm_in_cache;
-  return m == 1 ? 0 : m > gemm_few / 2 ? 4 * gemm_in_cache : few;
+// Floats of B from which streams gain for m rows of A: measured.
+inline std::int64_t gemm_in_streams(std::int64_t m, std::int64_t width) {
+  const std::int64_t some = width >= 16 ? gemm_in_cache : m > 4 ? 1 << 16 : gemm_in_cache / 2;
+  return m == 1 ? 0 : m > gemm_few / 2 && width >= 16 ? 4 * gemm_in_cache : some;
 }
 
-// Columns of a chunk: long rows of B are long streams, as far as C's copy fits the second cache, of
-// short vectors with the rows of B that are fetched, and every thread has two.
-inline std::int64_t gemm_few_columns(const GemmOperands& g, std::int64_t width,
-                                     std::int64_t depth) {
-  const std::int64_t wide = g.m == 1 ? 16384 : g.m <= 16 ? 4096 : g.m <= 32 ? 2048 : 1024;
-  const std::int64_t fit = 3 * cpu().l2_bytes / 16 / (depth + g.m) / 256 * 256;
-  const std::int64_t most = width < 16 && g.m > 1 ? std::clamp<std::int64_t>(fit, 256, 4096) : wide;
+// Columns of a chunk: what is fetched of B, `depth` rows of it, is 64 KB; of one row of A long rows
+// of B are long streams. Every thread has two chunks.
+inline std::int64_t gemm_few_columns(const GemmOperands& g, std::int64_t depth) {
+  const std::int64_t most = g.m == 1 ? 16384 : 16384 / depth;
   const std::int64_t parts = thread_count() == 1 ? 1 : 2 * thread_count();
   return std::clamp<std::int64_t>((g.n / parts + 255) / 256 * 256, 256, most);
 }
@@ -13066,29 +13068,23 @@ inline std::int64_t gemm_few_columns(const GemmOperands& g, std::int64_t width,
 // Where panels of B are copied one by one, but of few rows and a B from memory: measured.
 inline bool gemm_copies_panels(std::int64_t width) { return cpu().amd && width >= 16; }
 
-// Few rows of A, B as stored, in chunks of columns; false where another way is better: on AMD
-// panels that are copied, unless B comes from memory or its rows fall into the same places of the
-// first cache.
-inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
-  const bool same_places = g.b_row % 1024 == 0, copies = gemm_copies_panels(width);
-  const bool from_memory = g.n * g.k > gemm_in_l3;
-  if (copies && g.m > 16 && !same_places && !from_memory) {
-    return false;
-  }
-  if (g.m > gemm_few || g.b_col != 1 || g.n < width ||
-      g.n * g.k <= gemm_not_in_streams(g.m, width)) {
-    return false;
-  }
-  const bool is_long = width >= 16;
-  const std::int64_t least = copies && from_memory ? 8 : 4;  // there 4 take longer: measured
-  const std::int64_t unit = is_long ? 4 : 2;
-  const std::int64_t rows = g.m == 1 ? 1 : std::max(least, (g.m + unit - 1) / unit * unit);
-  const std::int64_t depth = rows > (is_long ? 16 : 8) ? 32 : 16;
+// Whether B as stored is read in streams: few rows of A, and it is not small.
+inline bool gemm_streams(const GemmOperands& g, std::int64_t width) {
+  return g.m <= gemm_few && g.b_col == 1 && g.n >= width &&
+         g.n * g.k >= gemm_in_streams(g.m, width);
+}
+
+// Few rows of A, B as stored, in chunks of columns: n is a vector's width or more.
+inline void gemm_few_rows(const GemmOperands& g, std::int64_t width) {
+  const std::int64_t unit = width >= 16 ? 4 : 2;
+  const std::int64_t rows =
+      g.m == 1 ? 1 : std::max<std::int64_t>(4, (g.m + unit - 1) / unit * unit);
+  const std::int64_t depth = rows <= 8 && g.n * g.k > gemm_in_l3 ? 16 : 32;  // measured
   const Scratch left(g.m == 1 ? 0 : rows * (g.k + depth));
   if (g.m > 1) {
     gemm_pack_few(g, rows, depth, left.data());
   }
-  const std::int64_t chunk = gemm_few_columns(g, width, depth), shift = page_place(g.b) % 16;
+  const std::int64_t chunk = gemm_few_columns(g, depth), shift = page_place(g.b) % 16;
   const std::int64_t chunks = std::max<std::int64_t>(1, (g.n + shift - 17 + chunk) / chunk);
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     const Scratch copy(rows * GemmFew::row(chunk + 16) + 1024);
@@ -13108,7 +13104,6 @@ inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
   } else {
     parallel_for(chunks, 1, body);
   }
-  return true;
 }
 
 constexpr std::int64_t gemm_dots = 32;  // rows of A up to which a transposed B is not packed
@@ -13659,6 +13654,20 @@ inline bool gemm_stands(const GemmOperands& g, const TileSize& tile) {
   return g.m <= 18 || (size <= gemm_in_place && !copies);
 }
 
+// The product in tiles of registers; k > 0.
+inline void gemm_tiled(const GemmOperands& g, const TileSize& tile) {
+  if (gemm_packs_rows(g, tile)) {
+    const Scratch lease((g.m + tile.rows) * g.k);
+    gemm_tiled(gemm_pack_rows(g, tile, lease.data()), tile);
+  } else if (gemm_stands(g, tile)) {
+    gemm_standing(g, tile, false);
+  } else if (!gemm_is_narrow(tile.wide) && (gemm_copies_panels(tile.width) || g.m <= gemm_copied)) {
+    gemm_standing(g, tile, true);
+  } else {
+    gemm_walked(g, tile);
+  }
+}
+
 // The product that the operands describe; m, n > 0.
 inline void gemm_run(const GemmOperands& g) {
   if (g.k <= 0) {
@@ -13677,20 +13686,10 @@ inline void gemm_run(const GemmOperands& g) {
     return;
   }
   const TileSize tile = tile_size();
-  if (gemm_few_rows(g, tile.width) || gemm_skinny(g)) {
-    return;
-  }
-  if (gemm_packs_rows(g, tile)) {
-    const Scratch lease((g.m + tile.rows) * g.k);
-    gemm_run(gemm_pack_rows(g, tile, lease.data()));
-    return;
-  }
-  if (gemm_stands(g, tile)) {
-    gemm_standing(g, tile, false);
-  } else if (!gemm_is_narrow(tile.wide) && (gemm_copies_panels(tile.width) || g.m <= gemm_copied)) {
-    gemm_standing(g, tile, true);
-  } else {
-    gemm_walked(g, tile);
+  if (gemm_streams(g, tile.width)) {
+    gemm_few_rows(g, tile.width);
+  } else if (!gemm_skinny(g)) {
+    gemm_tiled(g, tile);
   }
 }
 
@@ -17597,20 +17596,25 @@ inline void packed_f32(const StoredProduct& p) {
         });
     return;
   }
-  // So few rows, if more than one panel, that their product does not read them in streams, whose
-  // sums round otherwise: how many come together hangs on the threads.
-  const std::int64_t floats = std::min(gemm_in_cache, gemm_not_in_streams(p.m, tile_size().width));
-  const std::int64_t most = std::max<std::int64_t>(1, floats / w.cols / 16);
-  const std::int64_t fit = std::min(most, stored_rows(w.rows, w.cols) / 16);
+  // One way for all blocks, since sums round by way: how many rows come together hangs on threads.
+  const TileSize tile = tile_size();
+  const std::int64_t rest = w.rows % 16, fit = stored_rows(w.rows, w.cols) / 16;
+  const bool streams =
+      tile.width < 16 && p.m > 4 && p.m <= gemm_few && (rest == 0 || rest >= tile.width);
   parallel_for((panels + fit - 1) / fit, 1, [&](std::int64_t begin, std::int64_t end) {
     const Scratch block(fit * 16 * w.cols);
     for (std::int64_t unit = begin; unit < end; ++unit) {
       const std::int64_t first = unit * fit, count = std::min(fit, panels - first);
       run_on_lanes(UnpackPanels{{w}, first, count, block.data()});
       const SerialScope here;
-      kernels::gemm(kernels::Trans::no, kernels::Trans::no, p.m,
-                    std::min(16 * count, w.rows - 16 * first), w.cols, p.x, p.ldx, block.data(),
-                    16 * count, 0.0f, p.y + 16 * first, p.ldy);
+      const GemmOperands g = gemm_operands(
+          kernels::Trans::no, kernels::Trans::no, p.m, std::min(16 * count, w.rows - 16 * first),
+          w.cols, p.x, p.ldx, block.data(), 16 * count, 0.0f, p.y + 16 * first, p.ldy);
+      if (streams) {
+        gemm_few_rows(g, tile.width);
+      } else {
+        gemm_tiled(g, tile);
+      }
     }
   });
 }

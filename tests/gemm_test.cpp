@@ -148,12 +148,13 @@ TEST_CASE("gemm: the same bits on any number of threads") {
 }
 
 TEST_CASE("gemm: few rows and a B larger than the caches") {
-  for (const int64_t m : {2, 5, 8, 14, 19, 37}) {
+  for (const int64_t m : {2, 5, 7, 8, 14, 19, 37, 64}) {  // of 7 rows more than the third cache
     for (const float beta : {0.0f, 1.0f}) {
-      if (m == 37 && beta == 0.0f) {
+      if ((m == 7 || m == 37) && beta == 0.0f) {
         continue;
       }
-      Case x(Trans::no, Trans::no, m, m == 37 ? 4111 : 1031, 1021, true);
+      const int64_t n = m == 7 ? 8231 : m == 37 ? 4111 : m == 64 ? 263 : 1031;
+      Case x(Trans::no, Trans::no, m, n, 1021, true);
       x.reference(beta);
       const Floats before = x.c;
       for (const ts::CpuPath path : paths()) {

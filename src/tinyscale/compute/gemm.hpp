@@ -336,6 +336,20 @@ inline bool gemm_stands(const GemmOperands& g, const TileSize& tile) {
   return g.m <= 18 || (size <= gemm_in_place && !copies);
 }
 
+// The product in tiles of registers; k > 0.
+inline void gemm_tiled(const GemmOperands& g, const TileSize& tile) {
+  if (gemm_packs_rows(g, tile)) {
+    const Scratch lease((g.m + tile.rows) * g.k);
+    gemm_tiled(gemm_pack_rows(g, tile, lease.data()), tile);
+  } else if (gemm_stands(g, tile)) {
+    gemm_standing(g, tile, false);
+  } else if (!gemm_is_narrow(tile.wide) && (gemm_copies_panels(tile.width) || g.m <= gemm_copied)) {
+    gemm_standing(g, tile, true);
+  } else {
+    gemm_walked(g, tile);
+  }
+}
+
 // The product that the operands describe; m, n > 0.
 inline void gemm_run(const GemmOperands& g) {
   if (g.k <= 0) {
@@ -354,20 +368,10 @@ inline void gemm_run(const GemmOperands& g) {
     return;
   }
   const TileSize tile = tile_size();
-  if (gemm_few_rows(g, tile.width) || gemm_skinny(g)) {
-    return;
-  }
-  if (gemm_packs_rows(g, tile)) {
-    const Scratch lease((g.m + tile.rows) * g.k);
-    gemm_run(gemm_pack_rows(g, tile, lease.data()));
-    return;
-  }
-  if (gemm_stands(g, tile)) {
-    gemm_standing(g, tile, false);
-  } else if (!gemm_is_narrow(tile.wide) && (gemm_copies_panels(tile.width) || g.m <= gemm_copied)) {
-    gemm_standing(g, tile, true);
-  } else {
-    gemm_walked(g, tile);
+  if (gemm_streams(g, tile.width)) {
+    gemm_few_rows(g, tile.width);
+  } else if (!gemm_skinny(g)) {
+    gemm_tiled(g, tile);
   }
 }
 

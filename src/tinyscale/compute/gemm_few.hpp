@@ -13,41 +13,56 @@
 namespace tinyscale {
 namespace detail {
 
-// What a tile fetches while it multiplies: `count` times what is here and, of long vectors, `next`
-// behind it.
-struct Ahead {
+// What a tile fetches in a step: of a packed panel the next piece, whose halves are `next` apart.
+struct PieceAhead {
   const float* at;
-  std::int64_t next, row, count;
-};
+  std::int64_t next, row;
 
-// The next rows of B, line after line as they lie in memory.
-struct LinesAhead {
-  const float* row;
-  std::int64_t b_row, lines, left;  // lines: of a row
-  std::int64_t line = 0;
-
-  Ahead take(std::int64_t most) {
-    const Ahead some{row + 16 * line, 0, 16, std::min({most, lines - line, left})};
-    left -= some.count;
-    line += some.count;
-    if (line == lines) {
-      line = 0;
-      row += b_row;
+  template <class L>
+  TINYSCALE_INLINE void fetch() {
+    prefetch<3>(at);
+    if constexpr (L::width == 16) {
+      prefetch<3>(at + next);
     }
-    return some;
+    at += row;
   }
 };
 
-// C[ROWS, two vectors] += A[ROWS, deep] B[deep, two vectors], the second `next` behind the first.
-// KEEP: copies what it reads of B to `keep`, row after row.
-template <class L, int ROWS, int DEPTH, bool KEEP>
+// The next rows of B, TOGETHER of them side by side, line after line: memory brings a few streams
+// in its own order faster than one, or than a tile's own columns.
+template <int TOGETHER>
+struct LinesAhead {
+  const float* row;
+  std::int64_t b_row, lines, left;  // lines: of a row; left: steps
+  std::int64_t line = 0;
+
+  std::int64_t take(std::int64_t most) {
+    const std::int64_t steps = std::min(most, left);
+    left -= steps;
+    return steps;
+  }
+  template <class L>
+  TINYSCALE_INLINE void fetch() {
+    TINYSCALE_UNROLL
+    for (int i = 0; i < TOGETHER; ++i) {
+      prefetch<3>(row + i * b_row + 16 * line);
+    }
+    if (++line == lines) {
+      line = 0;
+      row += TOGETHER * b_row;
+    }
+  }
+};
+
+// C[ROWS, two vectors] += A[ROWS, deep] B[deep, two vectors], the second `next` behind the first;
+// fetches in the last `steps` of the `deep`. KEEP: copies what it reads of B to `keep`, row after
+// row.
+template <class L, int ROWS, int DEPTH, bool KEEP, class Ahead>
 TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t deep, const float* b,
                                     std::int64_t b_row, std::int64_t next, float* c,
-                                    std::int64_t ldc, const Ahead& ahead,
+                                    std::int64_t ldc, Ahead& ahead, std::int64_t steps,
                                     [[maybe_unused]] float* keep) {
   typename L::V sum[static_cast<std::size_t>(ROWS)][2], right[2], v;
-  const std::int64_t quiet = deep - ahead.count;
-  const float* fetch = ahead.at;
   TINYSCALE_UNROLL
   for (int x = 0; x < ROWS; ++x) {
     load<L>(c + x * ldc, sum[x][0]);
@@ -56,12 +71,8 @@ TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t deep, const flo
   for (std::int64_t q = deep; q > 0; --q) {
     load<L>(b, right[0]);
     load<L>(b + next, right[1]);
-    if (q > quiet) {
-      prefetch(fetch);
-      if constexpr (L::width == 16) {
-        prefetch(fetch + ahead.next);
-      }
-      fetch += ahead.row;
+    if (q <= steps) {
+      ahead.template fetch<L>();
     }
     if constexpr (KEEP) {
       store<L>(keep, right[0]);
@@ -94,7 +105,10 @@ struct GemmFew {
   std::int64_t rows, depth;  // 1, or a multiple of 4, of short vectors an even number from 4 on
   std::int64_t begin, end;   // columns, at least L::width
   std::int64_t origin;       // of the first vector, begin or before it
-  float* copy;               // [rows][row], or [tile][rows][two vectors] of short ones
+  float* copy;               // [tile][rows][two vectors]
+
+  static constexpr int together = 2;
+  typedef LinesAhead<together> Lines;
 
   static constexpr std::int64_t row(std::int64_t columns) { return (columns + 63) / 32 * 32 + 16; }
 
@@ -103,21 +117,20 @@ struct GemmFew {
   }
 
   template <class L>
-  TINYSCALE_INLINE std::int64_t place(std::int64_t i, std::int64_t j, std::int64_t ld) const {
+  TINYSCALE_INLINE std::int64_t place(std::int64_t i, std::int64_t j) const {
     constexpr std::int64_t wide = 2 * L::width;
-    const bool in_tiles = L::width < 16 && rows > 1;
-    return in_tiles ? j / wide * wide * rows + i * wide + j % wide : i * ld + j;
+    return j / wide * wide * rows + i * wide + j % wide;
   }
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    const std::int64_t columns = end - origin, ld = row(columns);
+    const std::int64_t columns = end - origin;
     typename L::V v;
-    std::memset(copy, 0, static_cast<std::size_t>(rows * ld) * sizeof(float));
+    std::memset(copy, 0, static_cast<std::size_t>(rows * row(columns)) * sizeof(float));
     for (std::int64_t i = 0; i < g.m && g.beta != 0.0f; ++i) {
       for (std::int64_t j = 0; j < columns; j += L::width) {
         load<L>(g.c + i * g.ldc + column(j, L::width), v);
-        store<L>(copy + place<L>(i, j, ld), v);
+        store<L>(copy + place<L>(i, j), v);
       }
     }
     std::int64_t p = 0;
@@ -128,13 +141,13 @@ struct GemmFew {
       add_rows<L, 1>(p, columns);
     }
     if (rows > 1 && depth == 32) {
-      blocks<L, 32>(columns, ld);
+      blocks<L, 32>(columns);
     } else if (rows > 1) {
-      blocks<L, 16>(columns, ld);
+      blocks<L, 16>(columns);
     }
     for (std::int64_t i = 0; i < g.m; ++i) {
       for (std::int64_t j = 0; j < columns; j += L::width) {
-        load<L>(copy + place<L>(i, j, ld), v);
+        load<L>(copy + place<L>(i, j), v);
         store<L>(g.c + i * g.ldc + column(j, L::width), v);
       }
     }
@@ -169,27 +182,27 @@ struct GemmFew {
   }
 
   template <class L, int DEPTH>
-  TINYSCALE_INLINE void blocks(std::int64_t columns, std::int64_t ld) const {
+  TINYSCALE_INLINE void blocks(std::int64_t columns) const {
     alignas(64) float kept[static_cast<std::size_t>(2 * L::width * DEPTH)];
     const std::int64_t lines = (end - begin + 15) / 16;
     for (std::int64_t p = 0; p < g.k; p += DEPTH) {
-      LinesAhead ahead{g.b + (p + DEPTH) * g.b_row + begin, g.b_row, lines,
-                       p + 2 * DEPTH <= g.k ? DEPTH * lines : 0};
+      Lines ahead{g.b + (p + DEPTH) * g.b_row + begin, g.b_row, lines,
+                  p + 2 * DEPTH <= g.k ? DEPTH / together * lines : 0};
       for (std::int64_t j = 0; j < columns; j += 2 * L::width) {
         std::int64_t i = 0;
         if constexpr (L::width == 16) {
           for (; i + 8 <= rows; i += 8) {
-            tile<L, 8, DEPTH>(i, p, j, ld, ahead, kept);
+            tile<L, 8, DEPTH>(i, p, j, ahead, kept);
           }
           for (; i < rows; i += 4) {
-            tile<L, 4, DEPTH>(i, p, j, ld, ahead, kept);
+            tile<L, 4, DEPTH>(i, p, j, ahead, kept);
           }
         } else {
           for (; (rows - i) % 6 != 0; i += 4) {
-            tile<L, 4, DEPTH>(i, p, j, ld, ahead, kept);
+            tile<L, 4, DEPTH>(i, p, j, ahead, kept);
           }
           for (; i < rows; i += 6) {
-            tile<L, 6, DEPTH>(i, p, j, ld, ahead, kept);
+            tile<L, 6, DEPTH>(i, p, j, ahead, kept);
           }
         }
       }
@@ -197,35 +210,27 @@ struct GemmFew {
   }
 
   // The first tile keeps what it reads of B where the others find it, and each fetches its share of
-  // the next rows: of short vectors as they lie in memory, else below its own. Of long vectors and
-  // up to 16 rows the first fetches all, and the others find the rows in cache.
+  // the next rows.
   template <class L, int ROWS, int DEPTH>
-  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j, std::int64_t ld,
-                             LinesAhead& lines, float* kept) const {
-    constexpr bool is_short = L::width < 16, keeps = is_short || DEPTH == 32;
+  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j, Lines& ahead,
+                             float* kept) const {
     constexpr std::int64_t wide = 2 * L::width;
     const std::int64_t first = column(j, L::width), b_row = g.b_row;
     const std::int64_t next = column(j + L::width, L::width) - first;
     const float* const b = g.b + p * b_row + first;
     const float* const left = a + p * rows + i * DEPTH;
     const std::int64_t deep = std::min<std::int64_t>(DEPTH, g.k - p);
-    float* const c = copy + (is_short ? j * rows + i * wide : i * ld + j);
-    const std::int64_t c_row = is_short ? wide : ld;
-    Ahead ahead{b + DEPTH * b_row, next, b_row, p + 2 * DEPTH <= g.k ? DEPTH : 0};
-    if constexpr (is_short) {
-      const std::int64_t share = (DEPTH * wide / 16 * ROWS + rows - 1) / rows + 1;
-      ahead = lines.take(std::min(share, deep));
-    } else if constexpr (keeps) {
-      ahead.at += i * ahead.count / rows * b_row;
-      ahead.count = (ahead.count * ROWS + rows - 1) / rows;
-    } else {
-      ahead.count = i == 0 ? ahead.count : 0;
-    }
-    if (keeps && i > 0) {
-      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, kept, wide, L::width, c, c_row, ahead,
+    float* const c = copy + j * rows + i * wide;
+    const std::int64_t share = (DEPTH * wide / 16 * ROWS / together + rows - 1) / rows;
+    const std::int64_t steps = ahead.take(std::min(share, deep));
+    if (i > 0) {
+      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, kept, wide, L::width, c, wide, ahead, steps,
                                            nullptr);
+    } else if (rows > ROWS) {
+      gemm_few_tile<L, ROWS, DEPTH, true>(left, deep, b, b_row, next, c, wide, ahead, steps, kept);
     } else {
-      gemm_few_tile<L, ROWS, DEPTH, keeps>(left, deep, b, b_row, next, c, c_row, ahead, kept);
+      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, b, b_row, next, c, wide, ahead, steps,
+                                           nullptr);
     }
   }
 };

@@ -85,14 +85,14 @@ struct GemmStream {
     constexpr std::int64_t wide = L::width * L::vectors;
     const std::int64_t deep = std::min<std::int64_t>(depth, g.k - p),
                        share = 2 * L::width * ROWS / rows;
-    const Ahead mine{ahead + i / ROWS * share * deep, share / 2, share, fetches ? deep : 0};
+    PieceAhead mine{ahead + i / ROWS * share * deep, share / 2, share};
     gemm_few_tile<L, ROWS, depth, false>(a + p * rows + i * depth, deep, b, row, next,
-                                         copy + i * wide, wide, mine, nullptr);
+                                         copy + i * wide, wide, mine, fetches ? deep : 0, nullptr);
   }
 };
 
-constexpr std::int64_t gemm_in_cache = 1 << 20;    // floats of B, see gemm_not_in_streams
-constexpr std::int64_t gemm_in_l3 = 1 << 23;       // on AMD a larger B comes from memory
+constexpr std::int64_t gemm_in_cache = 1 << 20;    // floats of B, see gemm_in_streams
+constexpr std::int64_t gemm_in_l3 = 1 << 23;       // a larger B comes from memory
 constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
 
 // Floats from the start of a page of memory to x.
@@ -127,19 +127,16 @@ inline void gemm_few_packed(const GemmOperands& g, const float* packed, const fl
   parallel_for((g.n + chunk - 1) / chunk, 1, body);
 }
 
-// Floats of B up to which streams gain nothing for m rows of A: measured.
-inline std::int64_t gemm_not_in_streams(std::int64_t m, std::int64_t width) {
-  const std::int64_t few = width < 16 && m > 4 ? gemm_in_cache / 4 : gemm_in_cache;
-  return m == 1 ? 0 : m > gemm_few / 2 ? 4 * gemm_in_cache : few;
+// Floats of B from which streams gain for m rows of A: measured.
+inline std::int64_t gemm_in_streams(std::int64_t m, std::int64_t width) {
+  const std::int64_t some = width >= 16 ? gemm_in_cache : m > 4 ? 1 << 16 : gemm_in_cache / 2;
+  return m == 1 ? 0 : m > gemm_few / 2 && width >= 16 ? 4 * gemm_in_cache : some;
 }
 
-// Columns of a chunk: long rows of B are long streams, as far as C's copy fits the second cache, of
-// short vectors with the rows of B that are fetched, and every thread has two.
-inline std::int64_t gemm_few_columns(const GemmOperands& g, std::int64_t width,
-                                     std::int64_t depth) {
-  const std::int64_t wide = g.m == 1 ? 16384 : g.m <= 16 ? 4096 : g.m <= 32 ? 2048 : 1024;
-  const std::int64_t fit = 3 * cpu().l2_bytes / 16 / (depth + g.m) / 256 * 256;
-  const std::int64_t most = width < 16 && g.m > 1 ? std::clamp<std::int64_t>(fit, 256, 4096) : wide;
+// Columns of a chunk: what is fetched of B, `depth` rows of it, is 64 KB; of one row of A long rows
+// of B are long streams. Every thread has two chunks.
+inline std::int64_t gemm_few_columns(const GemmOperands& g, std::int64_t depth) {
+  const std::int64_t most = g.m == 1 ? 16384 : 16384 / depth;
   const std::int64_t parts = thread_count() == 1 ? 1 : 2 * thread_count();
   return std::clamp<std::int64_t>((g.n / parts + 255) / 256 * 256, 256, most);
 }
@@ -147,29 +144,23 @@ inline std::int64_t gemm_few_columns(const GemmOperands& g, std::int64_t width,
 // Where panels of B are copied one by one, but of few rows and a B from memory: measured.
 inline bool gemm_copies_panels(std::int64_t width) { return cpu().amd && width >= 16; }
 
-// Few rows of A, B as stored, in chunks of columns; false where another way is better: on AMD
-// panels that are copied, unless B comes from memory or its rows fall into the same places of the
-// first cache.
-inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
-  const bool same_places = g.b_row % 1024 == 0, copies = gemm_copies_panels(width);
-  const bool from_memory = g.n * g.k > gemm_in_l3;
-  if (copies && g.m > 16 && !same_places && !from_memory) {
-    return false;
-  }
-  if (g.m > gemm_few || g.b_col != 1 || g.n < width ||
-      g.n * g.k <= gemm_not_in_streams(g.m, width)) {
-    return false;
-  }
-  const bool is_long = width >= 16;
-  const std::int64_t least = copies && from_memory ? 8 : 4;  // there 4 take longer: measured
-  const std::int64_t unit = is_long ? 4 : 2;
-  const std::int64_t rows = g.m == 1 ? 1 : std::max(least, (g.m + unit - 1) / unit * unit);
-  const std::int64_t depth = rows > (is_long ? 16 : 8) ? 32 : 16;
+// Whether B as stored is read in streams: few rows of A, and it is not small.
+inline bool gemm_streams(const GemmOperands& g, std::int64_t width) {
+  return g.m <= gemm_few && g.b_col == 1 && g.n >= width &&
+         g.n * g.k >= gemm_in_streams(g.m, width);
+}
+
+// Few rows of A, B as stored, in chunks of columns: n is a vector's width or more.
+inline void gemm_few_rows(const GemmOperands& g, std::int64_t width) {
+  const std::int64_t unit = width >= 16 ? 4 : 2;
+  const std::int64_t rows =
+      g.m == 1 ? 1 : std::max<std::int64_t>(4, (g.m + unit - 1) / unit * unit);
+  const std::int64_t depth = rows <= 8 && g.n * g.k > gemm_in_l3 ? 16 : 32;  // measured
   const Scratch left(g.m == 1 ? 0 : rows * (g.k + depth));
   if (g.m > 1) {
     gemm_pack_few(g, rows, depth, left.data());
   }
-  const std::int64_t chunk = gemm_few_columns(g, width, depth), shift = page_place(g.b) % 16;
+  const std::int64_t chunk = gemm_few_columns(g, depth), shift = page_place(g.b) % 16;
   const std::int64_t chunks = std::max<std::int64_t>(1, (g.n + shift - 17 + chunk) / chunk);
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     const Scratch copy(rows * GemmFew::row(chunk + 16) + 1024);
@@ -189,7 +180,6 @@ inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
   } else {
     parallel_for(chunks, 1, body);
   }
-  return true;
 }
 
 constexpr std::int64_t gemm_dots = 32;  // rows of A up to which a transposed B is not packed

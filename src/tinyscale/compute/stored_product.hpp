@@ -235,20 +235,25 @@ inline void packed_f32(const StoredProduct& p) {
         });
     return;
   }
-  // So few rows, if more than one panel, that their product does not read them in streams, whose
-  // sums round otherwise: how many come together hangs on the threads.
-  const std::int64_t floats = std::min(gemm_in_cache, gemm_not_in_streams(p.m, tile_size().width));
-  const std::int64_t most = std::max<std::int64_t>(1, floats / w.cols / 16);
-  const std::int64_t fit = std::min(most, stored_rows(w.rows, w.cols) / 16);
+  // One way for all blocks, since sums round by way: how many rows come together hangs on threads.
+  const TileSize tile = tile_size();
+  const std::int64_t rest = w.rows % 16, fit = stored_rows(w.rows, w.cols) / 16;
+  const bool streams =
+      tile.width < 16 && p.m > 4 && p.m <= gemm_few && (rest == 0 || rest >= tile.width);
   parallel_for((panels + fit - 1) / fit, 1, [&](std::int64_t begin, std::int64_t end) {
     const Scratch block(fit * 16 * w.cols);
     for (std::int64_t unit = begin; unit < end; ++unit) {
       const std::int64_t first = unit * fit, count = std::min(fit, panels - first);
       run_on_lanes(UnpackPanels{{w}, first, count, block.data()});
       const SerialScope here;
-      kernels::gemm(kernels::Trans::no, kernels::Trans::no, p.m,
-                    std::min(16 * count, w.rows - 16 * first), w.cols, p.x, p.ldx, block.data(),
-                    16 * count, 0.0f, p.y + 16 * first, p.ldy);
+      const GemmOperands g = gemm_operands(
+          kernels::Trans::no, kernels::Trans::no, p.m, std::min(16 * count, w.rows - 16 * first),
+          w.cols, p.x, p.ldx, block.data(), 16 * count, 0.0f, p.y + 16 * first, p.ldy);
+      if (streams) {
+        gemm_few_rows(g, tile.width);
+      } else {
+        gemm_tiled(g, tile);
+      }
     }
   });
 }
