@@ -28,10 +28,10 @@ struct PieceAhead {
   }
 };
 
-// The next rows of B, TOGETHER of them side by side, line after line: memory brings a few streams
-// in its own order faster than one, or than a tile's own columns.
-template <int TOGETHER>
+// The next rows of B, two of them side by side, line after line: memory brings two streams in its
+// own order faster than one, or many, or a tile's own columns.
 struct LinesAhead {
+  static constexpr int together = 2;
   const float* row;
   std::int64_t b_row, lines, left;  // lines: of a row; left: steps
   std::int64_t line = 0;
@@ -44,12 +44,12 @@ struct LinesAhead {
   template <class L>
   TINYSCALE_INLINE void fetch() {
     TINYSCALE_UNROLL
-    for (int i = 0; i < TOGETHER; ++i) {
+    for (int i = 0; i < together; ++i) {
       prefetch<3>(row + i * b_row + 16 * line);
     }
     if (++line == lines) {
       line = 0;
-      row += TOGETHER * b_row;
+      row += together * b_row;
     }
   }
 };
@@ -95,10 +95,10 @@ TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t deep, const flo
   }
 }
 
-// One row of A or a few, B as stored: C[m, begin..end) from 8 rows of B at a time (16 or 32 of them
-// for more than one row of A), in tiles of two vectors, while the next rows are fetched. C adds up
-// in a copy that stays in cache. Vectors of B start where cache lines do; the first and the last of
-// a chunk overlap their neighbours.
+// One row of A or a few, B as stored: C[m, begin..end) from 8 or 12 rows of B at a time (16 or 32
+// of them for more than one row of A), in tiles of two vectors, while the next rows are fetched. C
+// adds up in a copy that stays in cache. Vectors of B start where cache lines do; the first and the
+// last of a chunk overlap their neighbours.
 struct GemmFew {
   const GemmOperands& g;
   const float* a;            // [k / depth][rows][depth]; not used of one row
@@ -106,9 +106,6 @@ struct GemmFew {
   std::int64_t begin, end;   // columns, at least L::width
   std::int64_t origin;       // of the first vector, begin or before it
   float* copy;               // [tile][rows][two vectors]
-
-  static constexpr int together = 2;
-  typedef LinesAhead<together> Lines;
 
   static constexpr std::int64_t row(std::int64_t columns) { return (columns + 63) / 32 * 32 + 16; }
 
@@ -133,9 +130,10 @@ struct GemmFew {
         store<L>(copy + place<L>(i, j), v);
       }
     }
+    constexpr int together = L::width == 16 ? 12 : 8;  // measured
     std::int64_t p = 0;
-    for (; p + 8 <= g.k && rows == 1; p += 8) {
-      add_rows<L, 8>(p, columns);
+    for (; p + together <= g.k && rows == 1; p += together) {
+      add_rows<L, together>(p, columns);
     }
     for (; p < g.k && rows == 1; ++p) {
       add_rows<L, 1>(p, columns);
@@ -186,8 +184,8 @@ struct GemmFew {
     alignas(64) float kept[static_cast<std::size_t>(2 * L::width * DEPTH)];
     const std::int64_t lines = (end - begin + 15) / 16;
     for (std::int64_t p = 0; p < g.k; p += DEPTH) {
-      Lines ahead{g.b + (p + DEPTH) * g.b_row + begin, g.b_row, lines,
-                  p + 2 * DEPTH <= g.k ? DEPTH / together * lines : 0};
+      LinesAhead ahead{g.b + (p + DEPTH) * g.b_row + begin, g.b_row, lines,
+                       p + 2 * DEPTH <= g.k ? DEPTH / LinesAhead::together * lines : 0};
       for (std::int64_t j = 0; j < columns; j += 2 * L::width) {
         std::int64_t i = 0;
         if constexpr (L::width == 16) {
@@ -212,7 +210,7 @@ struct GemmFew {
   // The first tile keeps what it reads of B where the others find it, and each fetches its share of
   // the next rows.
   template <class L, int ROWS, int DEPTH>
-  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j, Lines& ahead,
+  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j, LinesAhead& ahead,
                              float* kept) const {
     constexpr std::int64_t wide = 2 * L::width;
     const std::int64_t first = column(j, L::width), b_row = g.b_row;
@@ -221,7 +219,7 @@ struct GemmFew {
     const float* const left = a + p * rows + i * DEPTH;
     const std::int64_t deep = std::min<std::int64_t>(DEPTH, g.k - p);
     float* const c = copy + j * rows + i * wide;
-    const std::int64_t share = (DEPTH * wide / 16 * ROWS / together + rows - 1) / rows;
+    const std::int64_t share = (DEPTH * wide / 16 * ROWS / LinesAhead::together + rows - 1) / rows;
     const std::int64_t steps = ahead.take(std::min(share, deep));
     if (i > 0) {
       gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, kept, wide, L::width, c, wide, ahead, steps,

@@ -113,6 +113,14 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
   const float* b = w.b;
   float* c = w.c + row * ldc;
   std::int64_t p = w.k;
+  if constexpr (WAY != TileWay::walks) {
+    TINYSCALE_UNROLL
+    for (int i = 0; adds && i < ROWS; ++i) {
+      for (int j = 0; j < VECTORS * L::width; j += 16) {
+        prefetch<3>(w.old + (row + (i < valid ? i : 0)) * ld_old + j);
+      }
+    }
+  }
   if constexpr (WAY == TileWay::copies) {
     constexpr std::int64_t reach = 16;  // steps
     float* copy = w.copy;
