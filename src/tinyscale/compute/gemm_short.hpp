@@ -127,18 +127,24 @@ inline void gemm_few_packed(const GemmOperands& g, const float* packed, const fl
   parallel_for((g.n + chunk - 1) / chunk, 1, body);
 }
 
-// Floats of B from which streams gain for m rows of A: measured.
+// Floats of B from which streams gain for m rows of A, on one thread and on two: measured.
 inline std::int64_t gemm_in_streams(std::int64_t m, std::int64_t width) {
-  const std::int64_t some = width >= 16 ? gemm_in_cache : m > 4 ? 1 << 16 : gemm_in_cache / 2;
-  return m == 1 ? 0 : m > gemm_few / 2 && width >= 16 ? 4 * gemm_in_cache : some;
+  if (m == 1) {
+    return 0;
+  }
+  if (width < 16) {
+    return m > 4 && m <= 16 ? 1 << 16 : gemm_in_cache / 2;
+  }
+  return m > gemm_few / 2 ? 4 * gemm_in_cache : gemm_in_cache;
 }
 
 // Columns of a chunk: what is fetched of B, `depth` rows of it, is 64 KB; of one row of A long rows
-// of B are long streams. Every thread has two chunks.
+// of B are long streams. Every thread has two chunks, which of a small B are narrow.
 inline std::int64_t gemm_few_columns(const GemmOperands& g, std::int64_t depth) {
   const std::int64_t most = g.m == 1 ? 16384 : 16384 / depth;
   const std::int64_t parts = thread_count() == 1 ? 1 : 2 * thread_count();
-  return std::clamp<std::int64_t>((g.n / parts + 255) / 256 * 256, 256, most);
+  const std::int64_t least = g.n * g.k > gemm_in_cache ? 256 : 64;
+  return std::clamp<std::int64_t>((g.n / parts + least - 1) / least * least, least, most);
 }
 
 // Where panels of B are copied one by one, but of few rows and a B from memory: measured.
