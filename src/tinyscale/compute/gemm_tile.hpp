@@ -113,9 +113,9 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
   const float* b = w.b;
   float* c = w.c + row * ldc;
   std::int64_t p = w.k;
-  if constexpr (WAY != TileWay::walks) {
+  if (WAY != TileWay::walks && adds) {
     TINYSCALE_UNROLL
-    for (int i = 0; adds && i < ROWS; ++i) {
+    for (int i = 0; i < ROWS; ++i) {
       for (int j = 0; j < VECTORS * L::width; j += 16) {
         prefetch<3>(w.old + (row + (i < valid ? i : 0)) * ld_old + j);
       }
