@@ -1658,7 +1658,7 @@ TEST_CASE(
         "beside its compute; guess bytes and steps alone");
 }
 
-TEST_CASE("across dimensions automatic takes about the shortest, and says that it estimates") {
+TEST_CASE("across dimensions automatic takes about the shortest and says it estimates [many]") {
   const struct {
     const char* machine;
     ts::Shape dims;
