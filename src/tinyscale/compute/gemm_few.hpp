@@ -221,15 +221,13 @@ struct GemmFew {
     float* const c = copy + j * rows + i * wide;
     const std::int64_t share = (DEPTH * wide / 16 * ROWS / LinesAhead::together + rows - 1) / rows;
     const std::int64_t steps = ahead.take(std::min(share, deep));
-    if (i > 0) {
-      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, kept, wide, L::width, c, wide, ahead, steps,
-                                           nullptr);
-    } else if (rows > ROWS) {
+    if (i == 0 && rows > ROWS) {
       gemm_few_tile<L, ROWS, DEPTH, true>(left, deep, b, b_row, next, c, wide, ahead, steps, kept);
-    } else {
-      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, b, b_row, next, c, wide, ahead, steps,
-                                           nullptr);
+      return;
     }
+    const bool again = i > 0;
+    gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, again ? kept : b, again ? wide : b_row,
+                                         again ? L::width : next, c, wide, ahead, steps, nullptr);
   }
 };
 

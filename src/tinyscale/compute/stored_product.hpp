@@ -238,8 +238,7 @@ inline void packed_f32(const StoredProduct& p) {
   // One way for all blocks, since sums round by way: how many rows come together hangs on threads.
   const TileSize tile = tile_size();
   const std::int64_t rest = w.rows % 16, fit = stored_rows(w.rows, w.cols) / 16;
-  const bool streams =
-      tile.width < 16 && p.m > 4 && p.m <= gemm_few && (rest == 0 || rest >= tile.width);
+  const bool streams = tile.width < 16 && p.m <= gemm_few && (rest == 0 || rest >= tile.width);
   parallel_for((panels + fit - 1) / fit, 1, [&](std::int64_t begin, std::int64_t end) {
     const Scratch block(fit * 16 * w.cols);
     for (std::int64_t unit = begin; unit < end; ++unit) {
