@@ -246,7 +246,7 @@ double flops_per_second(Arithmetic kind, int threads) {
 
 // Written past the caches, memory is not read first.
 template <class V>
-__attribute__((always_inline)) inline void store_past(V* to, V value) {
+__attribute__((always_inline)) inline void store_past(V* to, const V& value) {
 #if BENCH_X86
   asm volatile("vmovntdq %1, %0" : "=m"(*to) : "x"(value));
 #else
