@@ -25,6 +25,9 @@ struct Product {
   double flops() const { return 2.0 * m * n * k; }
   Way into_c(const Way& way) { return writing(way, c.data(), std::int64_t{m} * n); }
   std::string name() const { return ts::detail::cat({m, " x ", n, " x ", k}); }
+  Way by_torch(Bench& bench, int threads) const {
+    return asked("PyTorch", torch(bench, threads), ts::detail::cat({"matmul ", m, " ", n, " ", k}));
+  }
   Work own() {
     return [this] {
       ts::kernels::gemm(ts::kernels::Trans::no, ts::kernels::Trans::no, m, n, k, a.data(), k,
@@ -59,6 +62,7 @@ void one(Bench& bench, const Size& s) {
             openblas(bench).multiply(1, s.m, s.n, s.k, x.a.data(), x.b.data(), x.c.data()),
             onednn_sgemm(bench, 1, s.m, s.n, s.k, x.a.data(), x.b.data(), x.c.data()),
             blis(bench).multiply(1, s.m, s.n, s.k, x.a.data(), x.b.data(), x.c.data()),
+            x.by_torch(bench, 1),
             eigen,
             limit(x.flops(), 0, 1)};
   c.targets = {{"OpenBLAS", target_of(s.target)}, {"Eigen", 4.5}};
@@ -78,6 +82,8 @@ void two(Bench& bench, const Size& s) {
             x.into_c(timed("ours, 1 thread", Clock::wall, one_thread(x.own()))),
             openblas(bench).multiply(threads, s.m, s.n, s.k, x.a.data(), x.b.data(), x.c.data()),
             onednn_sgemm(bench, threads, s.m, s.n, s.k, x.a.data(), x.b.data(), x.c.data()),
+            blis(bench).multiply(threads, s.m, s.n, s.k, x.a.data(), x.b.data(), x.c.data()),
+            x.by_torch(bench, threads),
             limit(x.flops(), 0, threads)};
   if (s.m >= 512) {
     c.targets = {{"OpenBLAS", 1.0}, {"ours, 1 thread", 1.8}};
