@@ -12330,13 +12330,13 @@ struct PieceAhead {
   }
 };
 
-// The next rows of B, two of them side by side, line after line: memory brings two streams in its
-// own order faster than one, or many, or a tile's own columns.
+// The next rows of B, a few of them side by side, line after line: memory brings two or four
+// streams in its own order faster than one, or many, or a tile's own columns.
 struct LinesAhead {
-  static constexpr int together = 2;
+  static constexpr int in_step = 2;
   const float* row;
-  std::int64_t b_row, lines, left;  // lines: of a row; left: steps
-  std::int64_t line = 0;
+  std::int64_t b_row, together, lines, left;  // together: rows; lines: of a row; left: steps
+  std::int64_t line = 0, next = 0;
 
   std::int64_t take(std::int64_t most) {
     const std::int64_t steps = std::min(most, left);
@@ -12345,13 +12345,16 @@ struct LinesAhead {
   }
   template <class L>
   TINYSCALE_INLINE void fetch() {
-    TINYSCALE_UNROLL
-    for (int i = 0; i < together; ++i) {
-      prefetch<3>(row + i * b_row + 16 * line);
-    }
-    if (++line == lines) {
-      line = 0;
-      row += together * b_row;
+    const float* const at = row + next * b_row + 16 * line;
+    prefetch<3>(at);
+    prefetch<3>(at + b_row);
+    next += in_step;
+    if (next == together) {
+      next = 0;
+      if (++line == lines) {
+        line = 0;
+        row += together * b_row;
+      }
     }
   }
 };
@@ -12408,6 +12411,7 @@ struct GemmFew {
   std::int64_t begin, end;   // columns, at least L::width
   std::int64_t origin;       // of the first vector, begin or before it
   float* copy;               // [tile][rows][two vectors]
+  std::int64_t together;     // rows of B that are fetched side by side, an even part of depth
 
   static constexpr std::int64_t row(std::int64_t columns) { return (columns + 63) / 32 * 32 + 16; }
 
@@ -12486,8 +12490,8 @@ struct GemmFew {
     alignas(64) float kept[static_cast<std::size_t>(2 * L::width * DEPTH)];
     const std::int64_t lines = (end - begin + 15) / 16;
     for (std::int64_t p = 0; p < g.k; p += DEPTH) {
-      LinesAhead ahead{g.b + (p + DEPTH) * g.b_row + begin, g.b_row, lines,
-                       p + 2 * DEPTH <= g.k ? DEPTH / LinesAhead::together * lines : 0};
+      LinesAhead ahead{g.b + (p + DEPTH) * g.b_row + begin, g.b_row, together, lines,
+                       p + 2 * DEPTH <= g.k ? DEPTH / LinesAhead::in_step * lines : 0};
       for (std::int64_t j = 0; j < columns; j += 2 * L::width) {
         std::int64_t i = 0;
         if constexpr (L::width == 16) {
@@ -12521,7 +12525,7 @@ struct GemmFew {
     const float* const left = a + p * rows + i * DEPTH;
     const std::int64_t deep = std::min<std::int64_t>(DEPTH, g.k - p);
     float* const c = copy + j * rows + i * wide;
-    const std::int64_t share = (DEPTH * wide / 16 * ROWS / LinesAhead::together + rows - 1) / rows;
+    const std::int64_t share = (DEPTH * wide / 16 * ROWS / LinesAhead::in_step + rows - 1) / rows;
     const std::int64_t steps = ahead.take(std::min(share, deep));
     if (i == 0 && rows > ROWS) {
       gemm_few_tile<L, ROWS, DEPTH, true>(left, deep, b, b_row, next, c, wide, ahead, steps, kept);
@@ -13067,10 +13071,20 @@ inline std::int64_t gemm_in_streams(std::int64_t m, std::int64_t width) {
   return m > gemm_few / 2 ? 4 * gemm_in_cache : gemm_in_cache;
 }
 
-// Columns of a chunk: what is fetched of B, `depth` rows of it, is 64 KB; of one row of A long rows
-// of B are long streams. Every thread has two chunks, which of a small B are narrow.
+// How B is fetched: measured. A processor that by itself fetches on to the end of a page of memory
+// wants pages in one piece, where its second cache holds them.
+struct GemmAhead {
+  std::int64_t floats, together;  // of B ahead; its rows side by side
+};
+inline GemmAhead gemm_ahead() {
+  const bool pages = !cpu().amd && cpu().l2_bytes >= (5 << 18);
+  return pages ? GemmAhead{65536, 4} : GemmAhead{16384, 2};
+}
+
+// Columns of a chunk: `depth` rows of them are what is fetched of B; of one row of A long rows of B
+// are long streams. Every thread has two chunks, which of a small B are narrow.
 inline std::int64_t gemm_few_columns(const GemmOperands& g, std::int64_t depth) {
-  const std::int64_t most = g.m == 1 ? 16384 : 16384 / depth;
+  const std::int64_t most = g.m == 1 ? 16384 : gemm_ahead().floats / depth;
   const std::int64_t parts = thread_count() == 1 ? 1 : 2 * thread_count();
   const std::int64_t least = g.n * g.k > gemm_in_cache ? 256 : 64;
   return std::clamp<std::int64_t>((g.n / parts + least - 1) / least * least, least, most);
@@ -13104,7 +13118,8 @@ inline void gemm_few_rows(const GemmOperands& g, std::int64_t width) {
       const std::int64_t last = x + 1 == chunks ? g.n : origin + chunk;
       // C's copy at B's place in a page: a store never seems to be what the next loads read.
       const std::int64_t place = (page_place(g.b + first) - page_place(copy.data()) + 1024) % 1024;
-      run_on_lanes(GemmFew{g, left.data(), rows, depth, first, last, origin, copy.data() + place});
+      run_on_lanes(GemmFew{g, left.data(), rows, depth, first, last, origin, copy.data() + place,
+                           gemm_ahead().together});
       if (g.finish != nullptr) {
         g.finish(g, 0, g.m, first, last - first);
       }

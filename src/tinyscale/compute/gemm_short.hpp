@@ -139,10 +139,20 @@ inline std::int64_t gemm_in_streams(std::int64_t m, std::int64_t width) {
   return m > gemm_few / 2 ? 4 * gemm_in_cache : gemm_in_cache;
 }
 
-// Columns of a chunk: what is fetched of B, `depth` rows of it, is 64 KB; of one row of A long rows
-// of B are long streams. Every thread has two chunks, which of a small B are narrow.
+// How B is fetched: measured. A processor that by itself fetches on to the end of a page of memory
+// wants pages in one piece, where its second cache holds them.
+struct GemmAhead {
+  std::int64_t floats, together;  // of B ahead; its rows side by side
+};
+inline GemmAhead gemm_ahead() {
+  const bool pages = !cpu().amd && cpu().l2_bytes >= (5 << 18);
+  return pages ? GemmAhead{65536, 4} : GemmAhead{16384, 2};
+}
+
+// Columns of a chunk: `depth` rows of them are what is fetched of B; of one row of A long rows of B
+// are long streams. Every thread has two chunks, which of a small B are narrow.
 inline std::int64_t gemm_few_columns(const GemmOperands& g, std::int64_t depth) {
-  const std::int64_t most = g.m == 1 ? 16384 : 16384 / depth;
+  const std::int64_t most = g.m == 1 ? 16384 : gemm_ahead().floats / depth;
   const std::int64_t parts = thread_count() == 1 ? 1 : 2 * thread_count();
   const std::int64_t least = g.n * g.k > gemm_in_cache ? 256 : 64;
   return std::clamp<std::int64_t>((g.n / parts + least - 1) / least * least, least, most);
@@ -176,7 +186,8 @@ inline void gemm_few_rows(const GemmOperands& g, std::int64_t width) {
       const std::int64_t last = x + 1 == chunks ? g.n : origin + chunk;
       // C's copy at B's place in a page: a store never seems to be what the next loads read.
       const std::int64_t place = (page_place(g.b + first) - page_place(copy.data()) + 1024) % 1024;
-      run_on_lanes(GemmFew{g, left.data(), rows, depth, first, last, origin, copy.data() + place});
+      run_on_lanes(GemmFew{g, left.data(), rows, depth, first, last, origin, copy.data() + place,
+                           gemm_ahead().together});
       if (g.finish != nullptr) {
         g.finish(g, 0, g.m, first, last - first);
       }
