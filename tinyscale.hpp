@@ -12315,59 +12315,64 @@ inline GemmOperands gemm_operands(kernels::Trans ta, kernels::Trans tb, std::int
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// What a tile fetches in a step: of a packed panel the next piece, whose halves are `next` apart.
-struct PieceAhead {
+// What a step of a tile fetches: two lines `pair` apart, the next two `step` and `turn - step`
+// behind them in turns.
+struct LinesAhead {
   const float* at;
-  std::int64_t next, row;
+  std::int64_t pair, step, turn;
 
-  template <class L>
   TINYSCALE_INLINE void fetch() {
     prefetch<3>(at);
-    if constexpr (L::width == 16) {
-      prefetch<3>(at + next);
-    }
-    at += row;
+    prefetch<3>(at + pair);
+    at += step;
+    step = turn - step;
   }
 };
 
-// The next rows of B, a few of them side by side, line after line: memory brings two or four
-// streams in its own order faster than one, or many, or a tile's own columns.
-struct LinesAhead {
-  static constexpr int in_step = 2;
-  const float* row;
-  std::int64_t b_row, together, lines, left;  // together: rows; lines: of a row; left: steps
-  std::int64_t line = 0, next = 0;
+// Rows of B that are fetched in groups: one, two or four of them side by side, line after line.
+// Memory brings a few streams in its own order faster than one, or many, or a tile's own columns.
+struct RowsAhead {
+  const float* next;
+  std::int64_t row, together, steps, groups;  // of a group: steps
+  std::int64_t left = 0, owed = 0;
+  LinesAhead lines{};
 
-  std::int64_t take(std::int64_t most) {
-    const std::int64_t steps = std::min(most, left);
-    left -= steps;
-    return steps;
-  }
-  template <class L>
-  TINYSCALE_INLINE void fetch() {
-    const float* const at = row + next * b_row + 16 * line;
-    prefetch<3>(at);
-    prefetch<3>(at + b_row);
-    next += in_step;
-    if (next == together) {
-      next = 0;
-      if (++line == lines) {
-        line = 0;
-        row += together * b_row;
-      }
+  RowsAhead(const float* from, std::int64_t row_, std::int64_t together_, std::int64_t columns,
+            std::int64_t rows)
+      : next(from),
+        row(row_),
+        together(together_),
+        steps(((columns + 15) / 16 * together + 1) / 2),
+        groups(rows / together_) {}
+
+  // The steps in which a tile fetches, whose share is `share` and which has `most`.
+  std::int64_t take(std::int64_t share, std::int64_t most) {
+    owed += share;
+    if (left == 0 && groups > 0) {
+      lines = together == 1   ? LinesAhead{next, 16, 32, 64}
+              : together == 2 ? LinesAhead{next, row, 16, 32}
+                              : LinesAhead{next, row, 2 * row, 16};
+      next += together * row;
+      left = steps;
+      --groups;
     }
+    const std::int64_t taken = std::min({owed, left, most});
+    owed -= taken;
+    left -= taken;
+    return taken;
   }
 };
 
 // C[ROWS, two vectors] += A[ROWS, deep] B[deep, two vectors], the second `next` behind the first;
 // fetches in the last `steps` of the `deep`. KEEP: copies what it reads of B to `keep`, row after
 // row.
-template <class L, int ROWS, int DEPTH, bool KEEP, class Ahead>
+template <class L, int ROWS, int DEPTH, bool KEEP>
 TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t deep, const float* b,
                                     std::int64_t b_row, std::int64_t next, float* c,
-                                    std::int64_t ldc, Ahead& ahead, std::int64_t steps,
+                                    std::int64_t ldc, LinesAhead& ahead, std::int64_t steps,
                                     [[maybe_unused]] float* keep) {
   typename L::V sum[static_cast<std::size_t>(ROWS)][2], right[2], v;
+  LinesAhead lines = ahead;
   TINYSCALE_UNROLL
   for (int x = 0; x < ROWS; ++x) {
     load<L>(c + x * ldc, sum[x][0]);
@@ -12377,7 +12382,7 @@ TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t deep, const flo
     load<L>(b, right[0]);
     load<L>(b + next, right[1]);
     if (q <= steps) {
-      ahead.template fetch<L>();
+      lines.fetch();
     }
     if constexpr (KEEP) {
       store<L>(keep, right[0]);
@@ -12398,6 +12403,7 @@ TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t deep, const flo
     store<L>(c + x * ldc, sum[x][0]);
     store<L>(c + x * ldc + L::width, sum[x][1]);
   }
+  ahead = lines;
 }
 
 // One row of A or a few, B as stored: C[m, begin..end) from 8 or 12 rows of B at a time (16 or 32
@@ -12411,7 +12417,7 @@ struct GemmFew {
   std::int64_t begin, end;   // columns, at least L::width
   std::int64_t origin;       // of the first vector, begin or before it
   float* copy;               // [tile][rows][two vectors]
-  std::int64_t together;     // rows of B that are fetched side by side, an even part of depth
+  std::int64_t together;     // rows of B that are fetched side by side
 
   static constexpr std::int64_t row(std::int64_t columns) { return (columns + 63) / 32 * 32 + 16; }
 
@@ -12488,10 +12494,9 @@ struct GemmFew {
   template <class L, int DEPTH>
   TINYSCALE_INLINE void blocks(std::int64_t columns) const {
     alignas(64) float kept[static_cast<std::size_t>(2 * L::width * DEPTH)];
-    const std::int64_t lines = (end - begin + 15) / 16;
     for (std::int64_t p = 0; p < g.k; p += DEPTH) {
-      LinesAhead ahead{g.b + (p + DEPTH) * g.b_row + begin, g.b_row, together, lines,
-                       p + 2 * DEPTH <= g.k ? DEPTH / LinesAhead::in_step * lines : 0};
+      RowsAhead ahead(g.b + (p + DEPTH) * g.b_row + begin, g.b_row, together, end - begin,
+                      p + 2 * DEPTH <= g.k ? DEPTH : 0);
       for (std::int64_t j = 0; j < columns; j += 2 * L::width) {
         std::int64_t i = 0;
         if constexpr (L::width == 16) {
@@ -12516,7 +12521,7 @@ struct GemmFew {
   // The first tile keeps what it reads of B where the others find it, and each fetches its share of
   // the next rows.
   template <class L, int ROWS, int DEPTH>
-  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j, LinesAhead& ahead,
+  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j, RowsAhead& ahead,
                              float* kept) const {
     constexpr std::int64_t wide = 2 * L::width;
     const std::int64_t first = column(j, L::width), b_row = g.b_row;
@@ -12525,15 +12530,16 @@ struct GemmFew {
     const float* const left = a + p * rows + i * DEPTH;
     const std::int64_t deep = std::min<std::int64_t>(DEPTH, g.k - p);
     float* const c = copy + j * rows + i * wide;
-    const std::int64_t share = (DEPTH * wide / 16 * ROWS / LinesAhead::in_step + rows - 1) / rows;
-    const std::int64_t steps = ahead.take(std::min(share, deep));
+    const std::int64_t steps = ahead.take((DEPTH * wide / 32 * ROWS + rows - 1) / rows, deep);
     if (i == 0 && rows > ROWS) {
-      gemm_few_tile<L, ROWS, DEPTH, true>(left, deep, b, b_row, next, c, wide, ahead, steps, kept);
+      gemm_few_tile<L, ROWS, DEPTH, true>(left, deep, b, b_row, next, c, wide, ahead.lines, steps,
+                                          kept);
       return;
     }
     const bool again = i > 0;
     gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, again ? kept : b, again ? wide : b_row,
-                                         again ? L::width : next, c, wide, ahead, steps, nullptr);
+                                         again ? L::width : next, c, wide, ahead.lines, steps,
+                                         nullptr);
   }
 };
 
@@ -12953,10 +12959,23 @@ namespace detail {
 constexpr std::int64_t gemm_few = 64;              // rows of A up to which B is read in streams
 constexpr std::int64_t gemm_few_packed_rows = 32;  // the same of a packed B
 
+// How B is fetched: measured. A processor that by itself fetches on to the end of a page of memory
+// wants whole pages, a few side by side, where its second cache holds them.
+struct GemmAhead {
+  std::int64_t floats, together;                // of B as stored: so many ahead, rows side by side
+  std::int64_t packed_floats, packed_together;  // of packed B: so many ahead, pages side by side
+  std::int64_t packed_rows;                     // of A, from which packed B is fetched so
+};
+inline GemmAhead gemm_ahead() {
+  const bool pages = !cpu().amd && cpu().l2_bytes >= (5 << 18);
+  return pages ? GemmAhead{65536, 4, 4096, 4, 1} : GemmAhead{16384, 2, 2048, 1, 5};
+}
+
 // A few rows of A, B packed in panels [k][width of the tile]: panel after panel as they lie in
 // memory, in pieces that stay in L1 while the next piece is fetched.
 struct GemmStream {
-  static constexpr int depth = 32;  // rows of B in a piece
+  static constexpr int depth = 32;            // rows of B in a piece
+  static constexpr std::int64_t page = 1024;  // floats of a page of memory
   const GemmOperands& g;
   const float* a;  // [k / depth][rows][depth], rows a multiple of 4
   std::int64_t rows;
@@ -12964,15 +12983,18 @@ struct GemmStream {
   const float* packed;
   const float* edge;  // the last, narrower panel
   std::int64_t edge_row;
+  GemmAhead ahead;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     constexpr std::int64_t wide = L::width * L::vectors;
     alignas(64) float copy[static_cast<std::size_t>(gemm_few_packed_rows * wide)];
+    const std::int64_t floats = (std::min(end, g.n / wide * wide) - begin) * g.k;
+    RowsAhead next(packed + begin * g.k + ahead.packed_floats, page, ahead.packed_together, page,
+                   (floats - ahead.packed_floats) / page);
     for (std::int64_t j = begin; j < end; j += wide) {
       const bool whole = j + wide <= g.n;
-      const bool more = j + 2 * wide <= g.n;
-      panel<L>(whole ? packed + j * g.k : edge, whole ? wide : edge_row, more, copy);
+      panel<L>(whole ? packed + j * g.k : edge, whole ? wide : edge_row, next, copy);
       const std::int64_t columns = std::min(wide, g.n - j);
       for (std::int64_t i = 0; i < g.m; ++i) {
         float* const c = g.c + i * g.ldc + j;
@@ -12987,23 +13009,21 @@ struct GemmStream {
   }
 
   template <class L>
-  TINYSCALE_INLINE void panel(const float* b, std::int64_t row, bool more, float* copy) const {
+  TINYSCALE_INLINE void panel(const float* b, std::int64_t row, RowsAhead& rows_ahead,
+                              float* copy) const {
     constexpr std::int64_t wide = L::width * L::vectors, two = 2 * L::width;
     std::memset(copy, 0, static_cast<std::size_t>(rows * wide) * sizeof(float));
     for (std::int64_t p = 0; p < g.k; p += depth, b += depth * row) {
-      const std::int64_t deep = std::min<std::int64_t>(depth, g.k - p);
-      const bool fetches = p + 2 * depth <= g.k || (more && p + depth >= g.k);
       for (std::int64_t j = 0; j < row; j += two) {
         const std::int64_t next = j + two <= row ? L::width : 0;
-        const float* const ahead = fetches ? b + (row + j) * deep : b;
         std::int64_t i = 0;
         if constexpr (L::width == 16) {
           for (; i + 8 <= rows; i += 8) {
-            tile<L, 8>(i, p, b + j, row, next, copy + j, ahead, fetches);
+            tile<L, 8>(i, p, b + j, row, next, copy + j, rows_ahead);
           }
         }
         for (; i < rows; i += 4) {
-          tile<L, 4>(i, p, b + j, row, next, copy + j, ahead, fetches);
+          tile<L, 4>(i, p, b + j, row, next, copy + j, rows_ahead);
         }
       }
     }
@@ -13012,14 +13032,13 @@ struct GemmStream {
   // Each tile of rows fetches its share, so that memory always works.
   template <class L, int ROWS>
   TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, const float* b, std::int64_t row,
-                             std::int64_t next, float* copy, const float* ahead,
-                             bool fetches) const {
+                             std::int64_t next, float* copy, RowsAhead& rows_ahead) const {
     constexpr std::int64_t wide = L::width * L::vectors;
-    const std::int64_t deep = std::min<std::int64_t>(depth, g.k - p),
-                       share = 2 * L::width * ROWS / rows;
-    PieceAhead mine{ahead + i / ROWS * share * deep, share / 2, share};
+    const std::int64_t deep = std::min<std::int64_t>(depth, g.k - p);
+    const std::int64_t steps =
+        rows_ahead.take((depth * L::width / 16 * ROWS + rows - 1) / rows, deep);
     gemm_few_tile<L, ROWS, depth, false>(a + p * rows + i * depth, deep, b, row, next,
-                                         copy + i * wide, wide, mine, fetches ? deep : 0, nullptr);
+                                         copy + i * wide, wide, rows_ahead.lines, steps, nullptr);
   }
 };
 
@@ -13054,7 +13073,7 @@ inline void gemm_few_packed(const GemmOperands& g, const float* packed, const fl
   gemm_pack_few(g, rows, GemmStream::depth, left.data());
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     run_on_lanes(GemmStream{g, left.data(), rows, begin * chunk, std::min(g.n, end * chunk), packed,
-                            edge, edge_row});
+                            edge, edge_row, gemm_ahead()});
   };
   parallel_for((g.n + chunk - 1) / chunk, 1, body);
 }
@@ -13069,16 +13088,6 @@ inline std::int64_t gemm_in_streams(std::int64_t m, std::int64_t width) {
     return m > 4 && m <= 16 ? 1 << 16 : gemm_in_cache / 2;
   }
   return m > gemm_few / 2 ? 4 * gemm_in_cache : gemm_in_cache;
-}
-
-// How B is fetched: measured. A processor that by itself fetches on to the end of a page of memory
-// wants pages in one piece, where its second cache holds them.
-struct GemmAhead {
-  std::int64_t floats, together;  // of B ahead; its rows side by side
-};
-inline GemmAhead gemm_ahead() {
-  const bool pages = !cpu().amd && cpu().l2_bytes >= (5 << 18);
-  return pages ? GemmAhead{65536, 4} : GemmAhead{16384, 2};
 }
 
 // Columns of a chunk: `depth` rows of them are what is fetched of B; of one row of A long rows of B
@@ -18638,7 +18647,8 @@ inline void gemm_packed(std::int64_t m, const float* a, std::int64_t lda, const 
   }
   const detail::TileSize tile = detail::tile_size();
   const std::int64_t full = w.n / tile.wide * tile.wide;
-  if (m > 4 && m <= detail::gemm_few_packed_rows && w.n * w.k > detail::gemm_in_cache) {
+  if (m >= detail::gemm_ahead().packed_rows && m <= detail::gemm_few_packed_rows &&
+      w.n * w.k > detail::gemm_in_cache) {
     detail::gemm_few_packed(g, packed, packed + full * w.k, tile.rounded(w.n - full));
     return;
   }

@@ -13,59 +13,64 @@
 namespace tinyscale {
 namespace detail {
 
-// What a tile fetches in a step: of a packed panel the next piece, whose halves are `next` apart.
-struct PieceAhead {
+// What a step of a tile fetches: two lines `pair` apart, the next two `step` and `turn - step`
+// behind them in turns.
+struct LinesAhead {
   const float* at;
-  std::int64_t next, row;
+  std::int64_t pair, step, turn;
 
-  template <class L>
   TINYSCALE_INLINE void fetch() {
     prefetch<3>(at);
-    if constexpr (L::width == 16) {
-      prefetch<3>(at + next);
-    }
-    at += row;
+    prefetch<3>(at + pair);
+    at += step;
+    step = turn - step;
   }
 };
 
-// The next rows of B, a few of them side by side, line after line: memory brings two or four
-// streams in its own order faster than one, or many, or a tile's own columns.
-struct LinesAhead {
-  static constexpr int in_step = 2;
-  const float* row;
-  std::int64_t b_row, together, lines, left;  // together: rows; lines: of a row; left: steps
-  std::int64_t line = 0, next = 0;
+// Rows of B that are fetched in groups: one, two or four of them side by side, line after line.
+// Memory brings a few streams in its own order faster than one, or many, or a tile's own columns.
+struct RowsAhead {
+  const float* next;
+  std::int64_t row, together, steps, groups;  // of a group: steps
+  std::int64_t left = 0, owed = 0;
+  LinesAhead lines{};
 
-  std::int64_t take(std::int64_t most) {
-    const std::int64_t steps = std::min(most, left);
-    left -= steps;
-    return steps;
-  }
-  template <class L>
-  TINYSCALE_INLINE void fetch() {
-    const float* const at = row + next * b_row + 16 * line;
-    prefetch<3>(at);
-    prefetch<3>(at + b_row);
-    next += in_step;
-    if (next == together) {
-      next = 0;
-      if (++line == lines) {
-        line = 0;
-        row += together * b_row;
-      }
+  RowsAhead(const float* from, std::int64_t row_, std::int64_t together_, std::int64_t columns,
+            std::int64_t rows)
+      : next(from),
+        row(row_),
+        together(together_),
+        steps(((columns + 15) / 16 * together + 1) / 2),
+        groups(rows / together_) {}
+
+  // The steps in which a tile fetches, whose share is `share` and which has `most`.
+  std::int64_t take(std::int64_t share, std::int64_t most) {
+    owed += share;
+    if (left == 0 && groups > 0) {
+      lines = together == 1   ? LinesAhead{next, 16, 32, 64}
+              : together == 2 ? LinesAhead{next, row, 16, 32}
+                              : LinesAhead{next, row, 2 * row, 16};
+      next += together * row;
+      left = steps;
+      --groups;
     }
+    const std::int64_t taken = std::min({owed, left, most});
+    owed -= taken;
+    left -= taken;
+    return taken;
   }
 };
 
 // C[ROWS, two vectors] += A[ROWS, deep] B[deep, two vectors], the second `next` behind the first;
 // fetches in the last `steps` of the `deep`. KEEP: copies what it reads of B to `keep`, row after
 // row.
-template <class L, int ROWS, int DEPTH, bool KEEP, class Ahead>
+template <class L, int ROWS, int DEPTH, bool KEEP>
 TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t deep, const float* b,
                                     std::int64_t b_row, std::int64_t next, float* c,
-                                    std::int64_t ldc, Ahead& ahead, std::int64_t steps,
+                                    std::int64_t ldc, LinesAhead& ahead, std::int64_t steps,
                                     [[maybe_unused]] float* keep) {
   typename L::V sum[static_cast<std::size_t>(ROWS)][2], right[2], v;
+  LinesAhead lines = ahead;
   TINYSCALE_UNROLL
   for (int x = 0; x < ROWS; ++x) {
     load<L>(c + x * ldc, sum[x][0]);
@@ -75,7 +80,7 @@ TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t deep, const flo
     load<L>(b, right[0]);
     load<L>(b + next, right[1]);
     if (q <= steps) {
-      ahead.template fetch<L>();
+      lines.fetch();
     }
     if constexpr (KEEP) {
       store<L>(keep, right[0]);
@@ -96,6 +101,7 @@ TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t deep, const flo
     store<L>(c + x * ldc, sum[x][0]);
     store<L>(c + x * ldc + L::width, sum[x][1]);
   }
+  ahead = lines;
 }
 
 // One row of A or a few, B as stored: C[m, begin..end) from 8 or 12 rows of B at a time (16 or 32
@@ -109,7 +115,7 @@ struct GemmFew {
   std::int64_t begin, end;   // columns, at least L::width
   std::int64_t origin;       // of the first vector, begin or before it
   float* copy;               // [tile][rows][two vectors]
-  std::int64_t together;     // rows of B that are fetched side by side, an even part of depth
+  std::int64_t together;     // rows of B that are fetched side by side
 
   static constexpr std::int64_t row(std::int64_t columns) { return (columns + 63) / 32 * 32 + 16; }
 
@@ -186,10 +192,9 @@ struct GemmFew {
   template <class L, int DEPTH>
   TINYSCALE_INLINE void blocks(std::int64_t columns) const {
     alignas(64) float kept[static_cast<std::size_t>(2 * L::width * DEPTH)];
-    const std::int64_t lines = (end - begin + 15) / 16;
     for (std::int64_t p = 0; p < g.k; p += DEPTH) {
-      LinesAhead ahead{g.b + (p + DEPTH) * g.b_row + begin, g.b_row, together, lines,
-                       p + 2 * DEPTH <= g.k ? DEPTH / LinesAhead::in_step * lines : 0};
+      RowsAhead ahead(g.b + (p + DEPTH) * g.b_row + begin, g.b_row, together, end - begin,
+                      p + 2 * DEPTH <= g.k ? DEPTH : 0);
       for (std::int64_t j = 0; j < columns; j += 2 * L::width) {
         std::int64_t i = 0;
         if constexpr (L::width == 16) {
@@ -214,7 +219,7 @@ struct GemmFew {
   // The first tile keeps what it reads of B where the others find it, and each fetches its share of
   // the next rows.
   template <class L, int ROWS, int DEPTH>
-  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j, LinesAhead& ahead,
+  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j, RowsAhead& ahead,
                              float* kept) const {
     constexpr std::int64_t wide = 2 * L::width;
     const std::int64_t first = column(j, L::width), b_row = g.b_row;
@@ -223,15 +228,16 @@ struct GemmFew {
     const float* const left = a + p * rows + i * DEPTH;
     const std::int64_t deep = std::min<std::int64_t>(DEPTH, g.k - p);
     float* const c = copy + j * rows + i * wide;
-    const std::int64_t share = (DEPTH * wide / 16 * ROWS / LinesAhead::in_step + rows - 1) / rows;
-    const std::int64_t steps = ahead.take(std::min(share, deep));
+    const std::int64_t steps = ahead.take((DEPTH * wide / 32 * ROWS + rows - 1) / rows, deep);
     if (i == 0 && rows > ROWS) {
-      gemm_few_tile<L, ROWS, DEPTH, true>(left, deep, b, b_row, next, c, wide, ahead, steps, kept);
+      gemm_few_tile<L, ROWS, DEPTH, true>(left, deep, b, b_row, next, c, wide, ahead.lines, steps,
+                                          kept);
       return;
     }
     const bool again = i > 0;
     gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, again ? kept : b, again ? wide : b_row,
-                                         again ? L::width : next, c, wide, ahead, steps, nullptr);
+                                         again ? L::width : next, c, wide, ahead.lines, steps,
+                                         nullptr);
   }
 };
 

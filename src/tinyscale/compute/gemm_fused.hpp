@@ -292,7 +292,8 @@ inline void gemm_packed(std::int64_t m, const float* a, std::int64_t lda, const 
   }
   const detail::TileSize tile = detail::tile_size();
   const std::int64_t full = w.n / tile.wide * tile.wide;
-  if (m > 4 && m <= detail::gemm_few_packed_rows && w.n * w.k > detail::gemm_in_cache) {
+  if (m >= detail::gemm_ahead().packed_rows && m <= detail::gemm_few_packed_rows &&
+      w.n * w.k > detail::gemm_in_cache) {
     detail::gemm_few_packed(g, packed, packed + full * w.k, tile.rounded(w.n - full));
     return;
   }

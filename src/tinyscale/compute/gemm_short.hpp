@@ -21,10 +21,23 @@ namespace detail {
 constexpr std::int64_t gemm_few = 64;              // rows of A up to which B is read in streams
 constexpr std::int64_t gemm_few_packed_rows = 32;  // the same of a packed B
 
+// How B is fetched: measured. A processor that by itself fetches on to the end of a page of memory
+// wants whole pages, a few side by side, where its second cache holds them.
+struct GemmAhead {
+  std::int64_t floats, together;                // of B as stored: so many ahead, rows side by side
+  std::int64_t packed_floats, packed_together;  // of packed B: so many ahead, pages side by side
+  std::int64_t packed_rows;                     // of A, from which packed B is fetched so
+};
+inline GemmAhead gemm_ahead() {
+  const bool pages = !cpu().amd && cpu().l2_bytes >= (5 << 18);
+  return pages ? GemmAhead{65536, 4, 4096, 4, 1} : GemmAhead{16384, 2, 2048, 1, 5};
+}
+
 // A few rows of A, B packed in panels [k][width of the tile]: panel after panel as they lie in
 // memory, in pieces that stay in L1 while the next piece is fetched.
 struct GemmStream {
-  static constexpr int depth = 32;  // rows of B in a piece
+  static constexpr int depth = 32;            // rows of B in a piece
+  static constexpr std::int64_t page = 1024;  // floats of a page of memory
   const GemmOperands& g;
   const float* a;  // [k / depth][rows][depth], rows a multiple of 4
   std::int64_t rows;
@@ -32,15 +45,18 @@ struct GemmStream {
   const float* packed;
   const float* edge;  // the last, narrower panel
   std::int64_t edge_row;
+  GemmAhead ahead;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     constexpr std::int64_t wide = L::width * L::vectors;
     alignas(64) float copy[static_cast<std::size_t>(gemm_few_packed_rows * wide)];
+    const std::int64_t floats = (std::min(end, g.n / wide * wide) - begin) * g.k;
+    RowsAhead next(packed + begin * g.k + ahead.packed_floats, page, ahead.packed_together, page,
+                   (floats - ahead.packed_floats) / page);
     for (std::int64_t j = begin; j < end; j += wide) {
       const bool whole = j + wide <= g.n;
-      const bool more = j + 2 * wide <= g.n;
-      panel<L>(whole ? packed + j * g.k : edge, whole ? wide : edge_row, more, copy);
+      panel<L>(whole ? packed + j * g.k : edge, whole ? wide : edge_row, next, copy);
       const std::int64_t columns = std::min(wide, g.n - j);
       for (std::int64_t i = 0; i < g.m; ++i) {
         float* const c = g.c + i * g.ldc + j;
@@ -55,23 +71,21 @@ struct GemmStream {
   }
 
   template <class L>
-  TINYSCALE_INLINE void panel(const float* b, std::int64_t row, bool more, float* copy) const {
+  TINYSCALE_INLINE void panel(const float* b, std::int64_t row, RowsAhead& rows_ahead,
+                              float* copy) const {
     constexpr std::int64_t wide = L::width * L::vectors, two = 2 * L::width;
     std::memset(copy, 0, static_cast<std::size_t>(rows * wide) * sizeof(float));
     for (std::int64_t p = 0; p < g.k; p += depth, b += depth * row) {
-      const std::int64_t deep = std::min<std::int64_t>(depth, g.k - p);
-      const bool fetches = p + 2 * depth <= g.k || (more && p + depth >= g.k);
       for (std::int64_t j = 0; j < row; j += two) {
         const std::int64_t next = j + two <= row ? L::width : 0;
-        const float* const ahead = fetches ? b + (row + j) * deep : b;
         std::int64_t i = 0;
         if constexpr (L::width == 16) {
           for (; i + 8 <= rows; i += 8) {
-            tile<L, 8>(i, p, b + j, row, next, copy + j, ahead, fetches);
+            tile<L, 8>(i, p, b + j, row, next, copy + j, rows_ahead);
           }
         }
         for (; i < rows; i += 4) {
-          tile<L, 4>(i, p, b + j, row, next, copy + j, ahead, fetches);
+          tile<L, 4>(i, p, b + j, row, next, copy + j, rows_ahead);
         }
       }
     }
@@ -80,14 +94,13 @@ struct GemmStream {
   // Each tile of rows fetches its share, so that memory always works.
   template <class L, int ROWS>
   TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, const float* b, std::int64_t row,
-                             std::int64_t next, float* copy, const float* ahead,
-                             bool fetches) const {
+                             std::int64_t next, float* copy, RowsAhead& rows_ahead) const {
     constexpr std::int64_t wide = L::width * L::vectors;
-    const std::int64_t deep = std::min<std::int64_t>(depth, g.k - p),
-                       share = 2 * L::width * ROWS / rows;
-    PieceAhead mine{ahead + i / ROWS * share * deep, share / 2, share};
+    const std::int64_t deep = std::min<std::int64_t>(depth, g.k - p);
+    const std::int64_t steps =
+        rows_ahead.take((depth * L::width / 16 * ROWS + rows - 1) / rows, deep);
     gemm_few_tile<L, ROWS, depth, false>(a + p * rows + i * depth, deep, b, row, next,
-                                         copy + i * wide, wide, mine, fetches ? deep : 0, nullptr);
+                                         copy + i * wide, wide, rows_ahead.lines, steps, nullptr);
   }
 };
 
@@ -122,7 +135,7 @@ inline void gemm_few_packed(const GemmOperands& g, const float* packed, const fl
   gemm_pack_few(g, rows, GemmStream::depth, left.data());
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     run_on_lanes(GemmStream{g, left.data(), rows, begin * chunk, std::min(g.n, end * chunk), packed,
-                            edge, edge_row});
+                            edge, edge_row, gemm_ahead()});
   };
   parallel_for((g.n + chunk - 1) / chunk, 1, body);
 }
@@ -137,16 +150,6 @@ inline std::int64_t gemm_in_streams(std::int64_t m, std::int64_t width) {
     return m > 4 && m <= 16 ? 1 << 16 : gemm_in_cache / 2;
   }
   return m > gemm_few / 2 ? 4 * gemm_in_cache : gemm_in_cache;
-}
-
-// How B is fetched: measured. A processor that by itself fetches on to the end of a page of memory
-// wants pages in one piece, where its second cache holds them.
-struct GemmAhead {
-  std::int64_t floats, together;  // of B ahead; its rows side by side
-};
-inline GemmAhead gemm_ahead() {
-  const bool pages = !cpu().amd && cpu().l2_bytes >= (5 << 18);
-  return pages ? GemmAhead{65536, 4} : GemmAhead{16384, 2};
 }
 
 // Columns of a chunk: `depth` rows of them are what is fetched of B; of one row of A long rows of B
