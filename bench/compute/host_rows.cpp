@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -38,23 +39,56 @@ void overhead(Bench& bench, const char* name, Graph graph, double most_nanosecon
   bench.run(c);
 }
 
-// laptop() is measured once a process: a process of its own each time.
+// laptop() is measured once a process: a process of its own each time. How long it takes, and the
+// least that several runs say beside the most.
 void laptop(Bench& bench) {
+  constexpr std::size_t runs = 5;
+  std::vector<double> seconds;
+  std::vector<double> rates[5];
+  for (std::size_t i = 0; i < runs; ++i) {
+    const Worker once({"/proc/self/exe", "--laptop"}, {});
+    double s = 0, r[5] = {};
+    if (std::sscanf(once.first_line().c_str(), "%lf %lf %lf %lf %lf %lf", &s, &r[0], &r[1], &r[2],
+                    &r[3], &r[4]) != 6) {
+      bench.skip("laptop()", "it did not answer");
+      return;
+    }
+    seconds.push_back(s);
+    for (std::size_t k = 0; k < 5; ++k) {
+      rates[k].push_back(r[k]);
+    }
+  }
   Case c;
   c.group = "laptop";
   c.what = "laptop()";
   c.unit = "s";
-  c.rounds = 3;
-  const Way two{"budget", [] { return 2.0; }, 1, true};
-  c.ways = {Way{"ours",
-                [] {
-                  const Worker once({"/proc/self/exe", "--laptop"}, {});
-                  return std::atof(once.first_line().c_str());
-                },
-                1, true},
-            two};
+  c.rounds = runs - 1;
+  c.always = true;
+  std::size_t next = 0;
+  c.ways = {Way{"ours", [&] { return seconds[next++ % runs]; }, 1, true},
+            Way{"budget", [] { return 2.0; }, 1, true}};
   c.targets = {{"budget", 1.0}};
   bench.run(c);
+
+  const char* const names[] = {"f32 peak", "L1", "L2", "L3", "memory"};
+  for (std::size_t k = 0; k < 5; ++k) {
+    const auto ends = std::minmax_element(rates[k].begin(), rates[k].end());
+    const double least = *ends.first, most = *ends.second;
+    if (least <= 0) {
+      continue;  // no such level
+    }
+    Case again;
+    again.group = "laptop";
+    again.what = ts::detail::cat({names[k], ", least of five"});
+    again.unit = k == 0 ? "GFLOP/s" : "GB/s";
+    again.work = 1e9;
+    again.rounds = 1;
+    again.always = true;
+    again.ways = {Way{"ours", [least] { return 1e9 / least; }, 1, true},
+                  Way{"most of five", [most] { return 1e9 / most; }, 1, true}};
+    again.targets = {{"most of five", 0.95}};
+    bench.run(again);
+  }
 }
 
 // tools/compile_cost.sh prints "compile cost, g++: header 0.9 s, its standard headers 0.5 s, ...".

@@ -49,7 +49,10 @@ int main(int argc, char** argv) try {
   if (laptop) {
     const double start = bench::now(bench::Clock::wall);
     ts::laptop();
-    std::printf("%.6f\n", bench::now(bench::Clock::wall) - start);
+    const double seconds = bench::now(bench::Clock::wall) - start;
+    const ts::LaptopRates& all = ts::laptop_measurement().all;
+    std::printf("%.6f %.6g %.6g %.6g %.6g %.6g\n", seconds, all.f32, all.bandwidth[0],
+                all.bandwidth[1], all.bandwidth[2], all.bandwidth[3]);
     return 0;
   }
   {  // Nothing is called so: every group is asked about, none runs.
