@@ -14400,10 +14400,17 @@ class TileTask {
     start(begin, begin.column, 2 * begin.column, 3 * begin.column);
     const std::uint32_t* a = t_.a + t_.row * t_.words;
     const std::uint32_t* b = t_.b + x * t_.words * word_wide;
-    const std::int64_t step = 16 * word_wide, ahead = 3 * step;
+    const std::int64_t step = 16 * word_wide;         // a page of memory
+    const bool memory = t_.n * t_.words > (1 << 22);  // from there four come side by side
+    const std::int64_t apart = memory ? step : step / 4;
     for (std::int64_t p = 0; p < t_.words; p += 16, a += 16 * word_square, b += step) {
-      for (std::int64_t line = 0; line < step; line += 16) {
-        prefetch<3>(b + ahead + line);
+      const std::int64_t turn = p / 16 % 4;
+      const std::uint32_t* ahead = b + (memory ? 4 * step - turn * (step - step / 4) : 3 * step);
+      for (std::int64_t line = 0; line < step / 4; line += 16, ahead += 16) {
+        prefetch<3>(ahead);
+        prefetch<3>(ahead + apart);
+        prefetch<3>(ahead + 2 * apart);
+        prefetch<3>(ahead + 3 * apart);
       }
       tiles_.template load<4>(a, 64);
       tiles_.template load<5>(b, word_wide * 4);
