@@ -140,10 +140,10 @@ struct GemmFew {
         store<L>(copy + place<L>(i, j), v);
       }
     }
-    constexpr int together = L::width == 16 ? 12 : 8;  // measured
+    constexpr int in_one = L::width == 16 ? 12 : 8;  // measured
     std::int64_t p = 0;
-    for (; p + together <= g.k && rows == 1; p += together) {
-      add_rows<L, together>(p, columns);
+    for (; p + in_one <= g.k && rows == 1; p += in_one) {
+      add_rows<L, in_one>(p, columns);
     }
     for (; p < g.k && rows == 1; ++p) {
       add_rows<L, 1>(p, columns);
