@@ -43,9 +43,11 @@ struct RowsAhead {
         steps(((columns + 15) / 16 * together + 1) / 2),
         groups(rows / together_) {}
 
-  // The steps in which a tile fetches, whose share is `share` and which has `most`.
-  std::int64_t take(std::int64_t share, std::int64_t most) {
-    owed += share;
+  // The steps, of `most`, in which a tile with `part` of `all` rows of A fetches; what these
+  // columns are of B takes `steps_of_all`.
+  std::int64_t take(std::int64_t steps_of_all, std::int64_t part, std::int64_t all,
+                    std::int64_t most) {
+    owed += (steps_of_all * part + all - 1) / all;
     if (left == 0 && groups > 0) {
       lines = together == 1   ? LinesAhead{next, 16, 32, 64}
               : together == 2 ? LinesAhead{next, row, 16, 32}
@@ -228,7 +230,7 @@ struct GemmFew {
     const float* const left = a + p * rows + i * DEPTH;
     const std::int64_t deep = std::min<std::int64_t>(DEPTH, g.k - p);
     float* const c = copy + j * rows + i * wide;
-    const std::int64_t steps = ahead.take((DEPTH * wide / 32 * ROWS + rows - 1) / rows, deep);
+    const std::int64_t steps = ahead.take(DEPTH * L::width / 16, ROWS, rows, deep);
     if (i == 0 && rows > ROWS) {
       gemm_few_tile<L, ROWS, DEPTH, true>(left, deep, b, b_row, next, c, wide, ahead.lines, steps,
                                           kept);

@@ -97,8 +97,7 @@ struct GemmStream {
                              std::int64_t next, float* copy, RowsAhead& rows_ahead) const {
     constexpr std::int64_t wide = L::width * L::vectors;
     const std::int64_t deep = std::min<std::int64_t>(depth, g.k - p);
-    const std::int64_t steps =
-        rows_ahead.take((depth * L::width / 16 * ROWS + rows - 1) / rows, deep);
+    const std::int64_t steps = rows_ahead.take(depth * L::width / 16, ROWS, rows, deep);
     gemm_few_tile<L, ROWS, depth, false>(a + p * rows + i * depth, deep, b, row, next,
                                          copy + i * wide, wide, rows_ahead.lines, steps, nullptr);
   }
